@@ -1,0 +1,1 @@
+"""From environment to stream: step copies, cut segments, send entries; and evaluate."""

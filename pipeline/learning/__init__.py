@@ -1,0 +1,1 @@
+"""From batch to parameters: fetch the next batch, update, publish."""

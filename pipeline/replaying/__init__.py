@@ -1,0 +1,1 @@
+"""From stream to batch: mirror the live window, choose samples, fill slots."""

@@ -1,0 +1,1 @@
+"""Processes: command line, configuration files, supervision, progress."""

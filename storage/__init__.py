@@ -1,0 +1,1 @@
+"""Where experience lives: frames, segments, parameters and the account, behind one protocol."""
