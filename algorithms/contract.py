@@ -1,6 +1,6 @@
 """What an algorithm gives, and what it is given. The pipeline knows nothing else of it.
 
-An algorithm is one file that ends in `ALGORITHM = Algorithm(...)`. Its code sees torch and numpy only.
+An algorithm is one file that ends in `ALGORITHM = Algorithm(...)`. It sees torch and numpy only.
 
 Observations. Everywhere in this package an observation is a dict of leaves, each an array
 (B, stack, *leaf shape) with the oldest row first and the stack axis always there (length 1 without

@@ -16,7 +16,7 @@ EXPERIMENTS = "experiments"
 
 
 def checked_experiment(name: str) -> str:
-    """Return `name`, or raise InvalidNameError: a DNS label, so that it stands in any key or host."""
+    """Return `name`, or raise InvalidNameError: a DNS label, so it stands in any key or host."""
     if not EXPERIMENT_NAME.fullmatch(name):
         raise InvalidNameError(
             f"experiment name {name!r}: use 1 to 63 of a-z, 0-9 and '-', "
@@ -49,7 +49,7 @@ def frame_prefix(experiment: str, shard: int) -> str:
 
 
 def frame(experiment: str, shard: int, key: str) -> str:
-    """String: header (last entry that names the frame, codec, dtype, shape) and compressed bytes."""
+    """String: header (last entry that names it, codec, dtype, shape) and compressed bytes."""
     return frame_prefix(experiment, shard) + key
 
 
@@ -96,7 +96,7 @@ def agents(experiment: str) -> str:
 
 
 def parameters(experiment: str, name: str) -> str:
-    """Hash: fence, version, entry, bytes, content hash, live value names. Also the notice channel."""
+    """Hash: fence, version, entry, bytes, content hash, live values. Also the notice channel."""
     return f"{experiment_tag(experiment)}:parameters:{name}"
 
 
