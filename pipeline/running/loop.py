@@ -90,8 +90,11 @@ class Stop:
             time.sleep(min(left, 0.05))
 
 
-def run(role: Role, member: Member, storage: Storage, stop: Stop, lines: PendingLines) -> None:
-    """Step `role` until it is finished, has lost its place to another, or `stop` says so."""
+def run(role: Role, member: Member, storage: Storage, stop: Stop, lines: PendingLines) -> bool:
+    """Step `role` until it is finished, has lost its place to another, or `stop` says so.
+
+    Returns whether its place was lost.
+    """
     heartbeat = Heartbeat(role, member, storage, lines)
     heartbeat.start()
     try:
@@ -112,8 +115,10 @@ def run(role: Role, member: Member, storage: Storage, stop: Stop, lines: Pending
             if not worked:
                 stop.sleep(IDLE_S)
         role.drain()
+        return False
     except LostRoleError as error:
         logger.warning("another process took over: leaving", error=str(error))
+        return True
     finally:
         heartbeat.stop()
         role.close()
