@@ -1,7 +1,8 @@
 """What an agent says happened: segments of consecutive steps, laid end to end in an entry.
 
-Guarantees: an `Entry` that passed `checked` has columns of matching lengths, no object or structured
-dtype, no NaN or infinity in observations or rewards, and frame indices inside its frame table.
+Guarantees: an `Entry` that passed `storage.codec.check_entry` has columns of matching lengths, no
+object or structured dtype, no NaN or infinity in observations or rewards, and frame indices inside
+its frame table.
 
 Layout. An entry holds G segments. Segment g is `steps[g]` consecutive steps of one environment copy
 in one episode. Its observations are `history[g] + steps[g] + 1` rows: the observations just before

@@ -41,7 +41,7 @@ def check_server(client: redis.Redis) -> list[str]:
 def _settings(client: redis.Redis) -> Mapping[str, str]:
     """CONFIG GET *, or nothing where the server keeps it to itself (managed services, ACL)."""
     try:
-        return {str(name): str(value) for name, value in client.config_get("*").items()}
+        return {_text(name): _text(value) for name, value in client.config_get("*").items()}
     except redis.exceptions.ResponseError:
         return {}
 
@@ -153,3 +153,7 @@ def _buffer_limits(settings: Mapping[str, str]) -> dict[str, tuple[int, int, int
         words[at]: (int(words[at + 1]), int(words[at + 2]), int(words[at + 3]))
         for at in range(0, len(words) - 3, 4)
     }
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
