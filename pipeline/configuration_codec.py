@@ -68,7 +68,7 @@ def from_plain(plain: Mapping[str, Any]) -> Configuration:
         raise ConfigurationError(
             f"algorithm.name: there is no algorithm {name!r}{nearest(name, algorithm_names())}"
         )
-    settings = section_from_plain("algorithm", load_algorithm(name).configuration, algorithm)
+    settings: Any = section_from_plain("algorithm", load_algorithm(name).configuration, algorithm)
     configuration = Configuration(algorithm_name=name, algorithm=settings, **sections)
     check(configuration)
     return configuration
