@@ -285,7 +285,7 @@ class Sender:
         self._accept_gap = False
         self._next_sequence = held.write.sequence + 1
         self._last_answer_at = held.answered_at = time.monotonic()
-        self.written_entry = max(self.written_entry, answer.entry)
+        self.written_entry = answer.entry
         held.wanted, held.everything = set(), False
         for key in held.write.frame_keys:
             self._known[key] = None
