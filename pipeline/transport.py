@@ -157,6 +157,8 @@ class BatchServer:
         self._filling: set[int] = set()
         self._sent: dict[int, int] = {}
         """Slot to the number of the batch that the learner has in it."""
+        self.connections = 0
+        """Learners that have come so far."""
 
     @property
     def connected(self) -> bool:
@@ -176,6 +178,12 @@ class BatchServer:
         if self._memory is None:
             raise TransportClosedError(f"slot {slot}: no learner is connected")
         return self.layout.views(self._memory, slot)
+
+    def give_up(self, slot: int) -> None:
+        """A slot that was not filled after all."""
+        if slot in self._filling:
+            self._filling.remove(slot)
+            self._free.append(slot)
 
     def send(self, slot: int, number: int) -> bool:
         """Hand batch `number` over. False when the learner that the slot belonged to is gone: the
@@ -244,6 +252,7 @@ class BatchServer:
             self._lose_client("another learner came")
             client.setblocking(False)
             self._client = client
+            self.connections += 1
             # The one before may still write to its memory, so each learner gets memory of its own.
             descriptor, self._memory = _new_memory(self.layout.slot_bytes * self.slots)
             self._free = list(range(self.slots))
