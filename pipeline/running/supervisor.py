@@ -42,7 +42,7 @@ class Spec:
     stop_order: int
     """Processes of the lowest number are stopped first, all of one number together."""
     may_leave: bool = False
-    """Exit code 0 means that it left on purpose: it is not started again."""
+    """Exit code 0 means that it left on purpose: it is not started again, see `Supervisor.left`."""
 
 
 @dataclass
@@ -77,6 +77,15 @@ class Supervisor:
     def restarts(self) -> int:
         """Restarts so far, of all children together."""
         return sum(child.restarts for child in self._children)
+
+    @property
+    def left(self) -> set[str]:
+        """Processes that left on purpose."""
+        return {child.spec.name for child in self._children if child.left}
+
+    def last_words(self, name: str) -> str:
+        """How a process's log ends, as the end of an error message."""
+        return "".join(_said(child) for child in self._children if child.spec.name == name)
 
     def start(self, spec: Spec) -> None:
         child = _Child(spec, self._log_folder / f"{spec.name}.log")
@@ -136,9 +145,7 @@ class Supervisor:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if code == 0 and child.spec.may_leave:
             child.left = True
-            logger.warning("process left the run", process=child.spec.name)
-            if all(other.left for other in self._children if other.spec.may_leave):
-                raise RunFailedError(f"{child.spec.name} left, the last of its kind{_said(child)}")
+            logger.info("process left the run", process=child.spec.name)
             return
         if code == USAGE_ERROR:
             raise RunFailedError(f"{child.spec.name} cannot run ({how}){_said(child)}")

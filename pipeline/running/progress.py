@@ -1,0 +1,103 @@
+"""What a run has reached, put together from the measurements of its processes.
+
+Guarantees: pure; the newest record of each member counts, and an evaluation counts once however
+often its record came.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from pipeline.metrics import Record
+
+
+@dataclass
+class Progress:
+    """Filled by `take`; read by the display, the summary and the end of the run."""
+
+    newest: dict[str, Record] = field(default_factory=dict)
+    """Member to its newest record."""
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Member to what it waits for; "" where it does not."""
+    env_steps: int = 0
+    """Steps written, as the account says."""
+    eval_return_mean: float = math.nan
+    """Of the newest evaluation."""
+    eval_return_std: float = math.nan
+    eval_best: float = -math.inf
+    confirmed: bool = False
+    _evaluations: set[tuple[str, float]] = field(default_factory=set)
+
+    def take(self, record: Record) -> bool:
+        """Whether it says something that no record before it said."""
+        self.newest[record.member] = record
+        if record.role != "evaluator":
+            return True
+        values = record.values
+        if "eval_return_mean" not in values or self.confirmed:
+            return False
+        self.eval_return_mean = values["eval_return_mean"]
+        self.eval_return_std = values.get("eval_return_std", math.nan)
+        self.eval_best = max(self.eval_best, self.eval_return_mean)
+        self.confirmed = values.get("eval_confirmed", 0.0) == 1.0
+        key = (record.member, values.get("eval_version", math.nan), *self._confirmation(record))
+        is_new = key not in self._evaluations
+        self._evaluations.add(key)
+        return is_new
+
+    @staticmethod
+    def _confirmation(record: Record) -> tuple[float, ...]:
+        mean = record.values.get("eval_confirm_mean")
+        return () if mean is None else (mean,)
+
+    def total(self, role: str, name: str) -> float:
+        """Sum over the newest records of one role."""
+        return sum(
+            record.values.get(name, 0.0) for record in self.newest.values() if record.role == role
+        )
+
+    def most(self, role: str, name: str) -> float:
+        """Largest of one role's newest records, NaN where there is none."""
+        values = [
+            record.values[name]
+            for record in self.newest.values()
+            if record.role == role and name in record.values
+        ]
+        return max(values, default=math.nan)
+
+    def forget_gone(self, living: set[str]) -> None:
+        """Rates of members that are gone are no longer anybody's."""
+        for member in list(self.waiting):
+            if member not in living:
+                del self.waiting[member]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What to show while the run lives: (name, value), always the same rows."""
+        waits = [f"{member}: {what}" for member, what in sorted(self.waiting.items()) if what]
+        best = "" if self.eval_best == -math.inf else f"  (best {self.eval_best:.4g})"
+        evaluated = (
+            "none yet"
+            if math.isnan(self.eval_return_mean)
+            else f"{self.eval_return_mean:.4g} ± {self.eval_return_std:.3g}{best}"
+        )
+        staleness = self.most("learner", "staleness_mean")
+        epsilon = self.most("agent", "exploration")
+        return [
+            ("evaluation return", evaluated),
+            (
+                "environment",
+                f"{self.env_steps:,} steps, {self.total('agent', 'env_steps_per_s'):,.0f}/s, "
+                f"exploration {0.0 if math.isnan(epsilon) else epsilon:.2f}",
+            ),
+            (
+                "learner",
+                f"{self.total('learner', 'updates'):,.0f} updates, "
+                f"{self.total('learner', 'updates_per_s'):,.0f}/s, "
+                f"{self.total('learner', 'samples_per_s'):,.0f} samples/s",
+            ),
+            ("window", f"{self.total('replay', 'window_steps'):,.0f} steps"),
+            (
+                "staleness",
+                "none yet" if math.isnan(staleness) else f"{staleness:.0f} versions behind, mean",
+            ),
+            ("waiting", "; ".join(waits) or "nobody"),
+        ]
