@@ -150,7 +150,7 @@ class DQNPolicy:
         """Q(s, .), (N, choices)."""
         with torch.inference_mode():
             leaves = {name: _tensor(observation[name]) for name in self._names}
-            return self._network(leaves).numpy()  # type: ignore[no-any-return]
+            return self._network(leaves).numpy()
 
 
 def _tensor(array: NDArray) -> Tensor:

@@ -88,11 +88,10 @@ class Encoder(nn.Module):
         and the small one below.
         """
         super().__init__()
-        self.readers = nn.ModuleList(
-            _reader(leaf, observations.stack, kind) for leaf in observations.leaves
-        )
+        readers = [_reader(leaf, observations.stack, kind) for leaf in observations.leaves]
+        self.readers = nn.ModuleList(readers)
         self.names = [leaf.name for leaf in observations.leaves]
-        self.features = sum(reader.features for reader in self.readers)
+        self.features = sum(int(reader.features) for reader in readers)
         """Width of the output."""
         if kind in ("small_cnn", "nature_cnn") and not any(
             isinstance(reader, ImageReader) for reader in self.readers
@@ -172,7 +171,7 @@ class ImageReader(nn.Module):
         planes = pixels.reshape(pixels.shape[0], -1, axes.height, axes.width).float()
         if self._divisor != 1.0:
             planes = planes / self._divisor
-        return self.layers(planes).flatten(1)  # type: ignore[no-any-return]
+        return self.layers(planes).flatten(1)
 
 
 def small_cnn(channels: int) -> nn.Sequential:

@@ -81,7 +81,7 @@ def save_policy(
 
 
 def load_policy(folder: Path) -> LoadedPolicy:
-    """Read what `save_policy` wrote; `folder` may also be the weights file. Raises PolicyFileError."""
+    """Read what `save_policy` wrote; `folder` may be the weights file too. Raises PolicyFileError."""
     path = folder if folder.is_file() else folder / WEIGHTS
     try:
         data = path.read_bytes()
@@ -108,7 +108,7 @@ def load_policy(folder: Path) -> LoadedPolicy:
 
 def _loaded(description: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> LoadedPolicy:
     algorithm = load_algorithm(description["algorithm"])
-    config = TypeAdapter(algorithm.configuration).validate_python(description["config"])
+    config: Any = TypeAdapter(algorithm.configuration).validate_python(description["config"])
     observations = _observations(description["observations"])
     actions = _actions(description["actions"])
     policy = algorithm.make_policy(config, observations, actions)

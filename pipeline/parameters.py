@@ -5,6 +5,7 @@ back, where newer means a higher (fence, version); a version is used for one set
 lost on the way.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -73,9 +74,7 @@ class ParameterPublisher:
         self.version = head.version if head else 0
         """The newest version that may be out; 0 while there was none."""
 
-    def publish(
-        self, arrays: Mapping[str, NDArray], *, iteration: int = 0, entry: int = 0
-    ) -> None:
+    def publish(self, arrays: Mapping[str, NDArray], *, iteration: int = 0, entry: int = 0) -> None:
         """Make `arrays` the newest set. Raises UnavailableError, after which it may be out or not:
         publish again, under the next version. Raises LostRoleError."""
         value = encode_parameters(arrays)
@@ -172,10 +171,8 @@ class ParameterFollower:
                     self._changed.notify_all()
         finally:
             if subscription is not None:
-                try:
+                with contextlib.suppress(StorageError):
                     subscription.close()
-                except StorageError:
-                    pass
 
     def _say_connected(self, connected: bool) -> None:
         if connected != self._connected:

@@ -48,5 +48,9 @@ def _permuted(number: int, key: str) -> int:
     """One of the 2^32! orders of 32-bit numbers (Luby and Rackoff 1988)."""
     left, right = number >> 16, number & 0xFFFF
     for turn in range(_ROUNDS):
-        left, right = right, left ^ xxhash.xxh3_64_intdigest(f"{key}/{turn}/{right}") & 0xFFFF
+        left, right = right, left ^ _hashed(f"{key}/{turn}/{right}")
     return left << 16 | right
+
+
+def _hashed(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode()) & 0xFFFF

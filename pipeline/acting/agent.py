@@ -68,7 +68,10 @@ class AgentRole:
             raise ValueError(f"environment has {self._environment.copies} copies: {config.copies}")
         logger.info(
             "environment",
-            **{name.replace(" ", "_"): value for name, value in self._environment.description.items()},
+            **{
+                name.replace(" ", "_"): value
+                for name, value in self._environment.description.items()
+            },
         )
         self._policy = self._algorithm.make_policy(
             self._algorithm_config, experiment.observations, experiment.actions
@@ -237,9 +240,7 @@ class AgentRole:
                 self._send(cut)
             self._between_entries()
 
-    def _begun(
-        self, state: dict[str, NDArray], starts: NDArray[np.bool_]
-    ) -> dict[str, NDArray]:
+    def _begun(self, state: dict[str, NDArray], starts: NDArray[np.bool_]) -> dict[str, NDArray]:
         """Recurrent state for the next step: initial where an episode begins."""
         if not state or not starts.any():
             return state

@@ -25,9 +25,7 @@ def make_atari(game_id: str, options: dict[str, Any]) -> gymnasium.Env:
 
     gymnasium.register_envs(ale_py)
     # Skipped once, by the wrapper: the emulator's own frame skip is switched off.
-    raw = gymnasium.make(
-        game_id, **{"repeat_action_probability": 0.25, **options, "frameskip": 1}
-    )
+    raw = gymnasium.make(game_id, **{"repeat_action_probability": 0.25, **options, "frameskip": 1})
     return gymnasium.wrappers.AtariPreprocessing(
         raw, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False
     )

@@ -109,7 +109,7 @@ def _own(env_id: str) -> Callable[..., Any]:
         raise UnsupportedEnvironmentError(f"environment {env_id!r}: {error}") from error
     own = getattr(module, name, None)
     if callable(own):
-        return own  # type: ignore[no-any-return]
+        return own
     if name in gymnasium.registry:  # `module:Id`: the module has registered it
         return lambda **options: gymnasium.make(name, disable_env_checker=True, **options)
     raise UnsupportedEnvironmentError(

@@ -64,7 +64,7 @@ class OldGym(gymnasium.Env):
             warnings.simplefilter("ignore")
             given = self._old.step(action)
         if len(given) == 5:
-            return given  # type: ignore[no-any-return]
+            return given
         observation, reward, done, info = given
         truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
         return observation, reward, bool(done) and not truncated, truncated, info
@@ -85,8 +85,8 @@ def new_space(space: Any) -> gymnasium.Space:
     if kind == "MultiDiscrete":
         return gymnasium.spaces.MultiDiscrete(np.asarray(space.nvec))
     if kind == "MultiBinary":
-        n = space.n
-        return gymnasium.spaces.MultiBinary(int(n) if np.isscalar(n) else tuple(n))
+        shape = tuple(int(size) for size in space.shape)
+        return gymnasium.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if kind == "Dict":
         return gymnasium.spaces.Dict({key: new_space(part) for key, part in space.spaces.items()})
     raise UnsupportedEnvironmentError(f"space {space} of the old gym is not supported")

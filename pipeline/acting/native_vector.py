@@ -57,7 +57,7 @@ class NativeVector:
         self._clock = EpisodeClock(self.copies)
         self._resets_next[:] = False
         chosen = [int(seed) for seed in (self._seeds if seeds is None else seeds)]
-        given, _ = self._environment.reset(seed=chosen)
+        given, _ = self._environment.reset(seed=chosen)  # type: ignore[arg-type]  # takes lists
         return self._taken(given)
 
     def step(self, action: NDArray) -> StepResult:

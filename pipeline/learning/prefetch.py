@@ -116,7 +116,9 @@ class Prefetch:
                 return BatchClient(fields["batches"])
             except TransportClosedError:
                 continue
-        self.waiting = "a replay on this host" + (f" (there is one on {elsewhere})" * bool(elsewhere))
+        self.waiting = "a replay on this host" + (
+            f" (there is one on {elsewhere})" * bool(elsewhere)
+        )
         return None
 
     def _receive(self, client: BatchClient) -> None:

@@ -170,9 +170,7 @@ class ReplayRole:
             self._leases[shard] = lease
         if now - self._renewed_at >= RENEW_S:
             for shard, lease in self._leases.items():
-                self._storage.renew_reader(
-                    self._experiment, shard, self._learner, lease, LEASE_S
-                )
+                self._storage.renew_reader(self._experiment, shard, self._learner, lease, LEASE_S)
             self._renewed_at = now
         return True
 
@@ -332,6 +330,4 @@ def _slabs(
             f"replay.slab_bytes = {configuration.replay.slab_bytes}: should be at least "
             f"{needed * frame_bytes * config.shards}, the frames of one batch in each shard"
         )
-    return {
-        leaf.name: FrameSlab(np.dtype(leaf.dtype), leaf.shape, slots, most) for leaf in leaves
-    }
+    return {leaf.name: FrameSlab(np.dtype(leaf.dtype), leaf.shape, slots, most) for leaf in leaves}

@@ -20,9 +20,7 @@ logger = structlog.get_logger()
 class StreamReader:
     """One shard's reader; `window` is what it fills."""
 
-    def __init__(
-        self, storage: Storage, experiment: str, shard: int, window: ShardWindow
-    ) -> None:
+    def __init__(self, storage: Storage, experiment: str, shard: int, window: ShardWindow) -> None:
         self._storage = storage
         self._experiment = experiment
         self._shard = shard
@@ -43,11 +41,11 @@ class StreamReader:
         """Ingest what `Storage.read` gave for `cursor`."""
         for stored in entries:
             last = self.window.last
-            if last is not None and stored.data and stored.previous not in ("", last.nonce):
+            follows = last is not None and stored.data and stored.entry == last.entry + 1
+            if last is not None and follows and last.nonce not in ("", stored.previous):
                 # Not the entry that we read before this one: the server lost it.
-                if last.nonce and stored.entry == last.entry + 1:
-                    self.check(self.position())
-                    return
+                self.check(self.position())
+                return
             self._ingest(stored)
             self._cursor = stored.entry
 

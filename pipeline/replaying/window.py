@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from algorithms.contract import ActionSpec, Leaf, ObservationSpec
 from pipeline.configuration import ExperimentConfig
 from pipeline.replaying.frame_slab import FrameSlab
-from pipeline.replaying.ring import Ring
+from pipeline.replaying.ring import Column, Ring
 from storage.errors import DamagedError
 from storage.protocol import StoredEntry
 from storage.segment import Ending, Entry
@@ -82,11 +82,9 @@ class ShardWindow:
         self._action = np.dtype(actions.dtype), actions.shape
         steps = planned_steps(config, capacity_steps)
         segments = 2 * (steps // config.segment_steps + config.copies)
-        self.steps = Ring(
-            {"reward": (np.float32, ()), "action": self._action}
-            | {name: (np.int64, ()) for name in ("segment", "row")},
-            steps,
-        )
+        columns: dict[str, Column] = {"reward": (np.float32, ()), "action": self._action}
+        columns |= {name: (np.int64, ()) for name in ("segment", "row")}
+        self.steps = Ring(columns, steps)
         names = ("first_row", "last_step", "next", "entry", "entry_start", "version", "fence")
         self.segments = Ring(
             {name: (np.int64, ()) for name in (*names, "episode", "end_step")}

@@ -233,13 +233,13 @@ def _where(program: str, redis: str | None, experiment: str | None) -> tuple[str
     """Both options, or the usage with an example that works."""
     if redis and experiment:
         return redis, experiment
-    context = click.get_current_context()
+    context = click.get_current_context(silent=True)
     missing = [
         option
         for option, value in (("--redis URL", redis), ("--experiment NAME", experiment))
         if not value
     ]
-    click.echo(context.get_usage(), err=True)
+    click.echo(context.get_usage() if context else "", err=True)
     click.echo(f"{program} needs {' and '.join(missing)}. For example:", err=True)
     click.echo(f"  {EXAMPLES[program]}", err=True)
     sys.exit(USAGE_ERROR)

@@ -101,9 +101,7 @@ def learner_daemon(
     settings = tuple(settings)
     asked = build(preset, file, settings) if preset or file or settings else None
     with _process("learner", redis, experiment) as here:
-        joined, configuration = (
-            _published(here) if asked is None else _created(here, asked)
-        )
+        joined, configuration = _published(here) if asked is None else _created(here, asked)
         name = checked_member("learner", configuration.experiment.learner)
         member_id = _member_id("learner")
         lease = _wait(
@@ -257,9 +255,7 @@ def _wait_for_experiment(here: Process) -> "Experiment":
     )
 
 
-def _wait_for_learner(
-    here: Process, learner: str | None
-) -> tuple["Experiment", "Configuration"]:
+def _wait_for_learner(here: Process, learner: str | None) -> tuple["Experiment", "Configuration"]:
     """The experiment and what its learner has published of itself."""
     from pipeline.experiment import read_learner
 

@@ -75,7 +75,9 @@ def _check(storage: Storage, experiment: Experiment, summary: dict[str, object] 
     problems = list(report.problems)
     for field, value in totals.items():
         if summary is not None and summary.get(field) != value:
-            problems.append(f"summary.json: {field} is {summary.get(field)}, the store says {value}")
+            problems.append(
+                f"summary.json: {field} is {summary.get(field)}, the store says {value}"
+            )
     click.echo(
         f"entries  {report.written:,} written = {report.live:,} live + {report.dropped:,} dropped"
     )

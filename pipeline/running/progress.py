@@ -25,7 +25,7 @@ class Progress:
     eval_return_std: float = math.nan
     eval_best: float = -math.inf
     confirmed: bool = False
-    _evaluations: set[tuple[str, float]] = field(default_factory=set)
+    _evaluations: set[tuple[object, ...]] = field(default_factory=set)
 
     def take(self, record: Record) -> bool:
         """Whether it says something that no record before it said."""

@@ -309,5 +309,3 @@ def _new_folder(name: str) -> Path:
     except OSError as error:
         raise ConfigurationError(f"run folder {folder}: {error.strerror}") from error
     return folder
-
-

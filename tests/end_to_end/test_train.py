@@ -26,9 +26,16 @@ def test_a_run_learns_says_what_it_reached_and_leaves_a_sound_store(
     # 60 is far beyond a random policy (22); the full 475 is a benchmark, not a test.
     output, _ = (
         train := start(
-            "train", "--preset", "cartpole-dqn", "--name", run_name,
-            "--set", "evaluation.target_return=60", "--set", "run.max_wall_s=90",
-        )  # fmt: skip
+            "train",
+            "--preset",
+            "cartpole-dqn",
+            "--name",
+            run_name,
+            "--set",
+            "evaluation.target_return=60",
+            "--set",
+            "run.max_wall_s=90",
+        )
     ).communicate(timeout=110)
     assert train.returncode == 0, output
     folder = ROOT / "runs" / run_name
