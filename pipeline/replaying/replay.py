@@ -78,8 +78,8 @@ class ReplayRole:
         )
         self._total_steps = 0
         self._rebuilt = False
-        self._turn = 0
-        """Synchronous mode: the last entry whose turn was handed over."""
+        self._turn = (0, 0)
+        """Synchronous mode: the last turn handed over, as connection of a learner and entry."""
         self._connections = 0
         self._counts: Counter[str] = Counter()
         self._rate_since = (time.monotonic(), 0)
@@ -296,18 +296,17 @@ class ReplayRole:
     def _hand_turn_over(self) -> None:
         """Synchronous mode: all batches due are with the learner; say so once an entry."""
         (reader,) = self._readers.values()
-        if not self._server.connected or reader.cursor <= self._turn:
+        turn = (self._server.connections, reader.cursor)
+        if not self._server.connected or not reader.cursor or turn == self._turn:
             return
         if self._pacing.allows(self._total_steps):
             return  # a batch is due and waits for a free slot
         if self._server.send_turn(reader.cursor):
-            self._turn = reader.cursor
+            self._turn = turn
 
     def _see_learner(self) -> None:
-        """A new learner has had no turn yet."""
         if self._server.connections != self._connections:
             self._connections = self._server.connections
-            self._turn = 0
             logger.info("learner connected", connections=self._connections)
 
 

@@ -202,7 +202,7 @@ def start_evaluator(
 @click.command(context_settings=CONTEXT)
 @where_options
 @click.option("--run", metavar="NAME", help="A run on this machine: the folder runs/NAME.")
-@click.argument("what", type=click.Choice(["check", "status"]))
+@click.argument("what", type=click.Choice(["check", "status"]), default="check")
 def inspect(redis: str | None, experiment: str | None, run: str | None, what: str) -> None:
     """Look into an experiment; only reads.
 

@@ -148,6 +148,7 @@ class Heartbeat:
         self._thread.join(HEARTBEAT_EXPIRES_S)
 
     def _run(self) -> None:
+        self._beat()  # at once: others find this member by it
         while not self._stopped.wait(HEARTBEAT_S):
             self._beat()
         self._beat()

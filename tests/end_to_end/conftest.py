@@ -22,7 +22,8 @@ def run_name() -> Iterator[str]:
     left = processes_of(name)
     for process in left:
         process.kill()
-    shutil.rmtree(ROOT / "runs" / name, ignore_errors=True)
+    for folder in (ROOT / "runs").glob(f"{name}*"):
+        shutil.rmtree(folder, ignore_errors=True)
     assert not left, f"left behind: {[p.info['cmdline'] for p in left]}"
 
 
