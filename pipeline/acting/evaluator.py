@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from algorithms.catalog import load_algorithm
-from algorithms.policy_file import save_policy
+from algorithms.policy_file import PolicyFileError, load_policy, save_policy
 from pipeline.acting.environment import make_environment
 from pipeline.acting.frame_stacker import FrameStacker
 from pipeline.configuration import Configuration
@@ -70,7 +70,7 @@ class EvaluatorRole:
         """Reached the target; its confirmation is being played."""
         self._evaluated: ParameterSet | None = None
         self._began_at = -np.inf
-        self._best = -np.inf
+        self._best = self._kept_return()
         self._metrics: dict[str, float] = {}
         self._confirmed = False
         self._waiting = "the first parameters: the learner publishes them"
@@ -178,6 +178,15 @@ class EvaluatorRole:
             "eval_confirm_mean": second.mean,
             "eval_confirm_std": second.std,
         }
+
+    def _kept_return(self) -> float:
+        """Mean return of the policy that an evaluator before this one has kept, else -inf."""
+        if self._policy_folder is None:
+            return -np.inf
+        try:
+            return float(load_policy(self._policy_folder).about["return_mean"])
+        except (PolicyFileError, KeyError, TypeError, ValueError):
+            return -np.inf
 
     def _keep(self, evaluation: Evaluation, confirmation: Evaluation | None) -> None:
         """Write the policy file; a disk that refuses is said, and the older file stays."""

@@ -17,7 +17,7 @@ class Progress:
     newest: dict[str, Record] = field(default_factory=dict)
     """Member to its newest record."""
     waiting: dict[str, str] = field(default_factory=dict)
-    """Member to what it waits for; "" where it does not."""
+    """Living member to what it waits for; "" where it does not."""
     env_steps: int = 0
     """Steps written, as the account says."""
     eval_return_mean: float = math.nan
@@ -50,25 +50,18 @@ class Progress:
         return () if mean is None else (mean,)
 
     def total(self, role: str, name: str) -> float:
-        """Sum over the newest records of one role."""
+        """Sum over all members that a role has had: for what each counts from its start."""
         return sum(
             record.values.get(name, 0.0) for record in self.newest.values() if record.role == role
         )
 
-    def most(self, role: str, name: str) -> float:
-        """Largest of one role's newest records, NaN where there is none."""
-        values = [
+    def living(self, role: str, name: str) -> list[float]:
+        """What the living members of a role say: for rates and states."""
+        return [
             record.values[name]
-            for record in self.newest.values()
-            if record.role == role and name in record.values
+            for member, record in self.newest.items()
+            if member in self.waiting and record.role == role and name in record.values
         ]
-        return max(values, default=math.nan)
-
-    def forget_gone(self, living: set[str]) -> None:
-        """Rates of members that are gone are no longer anybody's."""
-        for member in list(self.waiting):
-            if member not in living:
-                del self.waiting[member]
 
     def rows(self) -> list[tuple[str, str]]:
         """What to show while the run lives: (name, value), always the same rows."""
@@ -79,22 +72,22 @@ class Progress:
             if math.isnan(self.eval_return_mean)
             else f"{self.eval_return_mean:.4g} ± {self.eval_return_std:.3g}{best}"
         )
-        staleness = self.most("learner", "staleness_mean")
-        epsilon = self.most("agent", "exploration")
+        staleness = max(self.living("learner", "staleness_mean"), default=math.nan)
+        epsilon = max(self.living("agent", "exploration"), default=0.0)
         return [
             ("evaluation return", evaluated),
             (
                 "environment",
-                f"{self.env_steps:,} steps, {self.total('agent', 'env_steps_per_s'):,.0f}/s, "
-                f"exploration {0.0 if math.isnan(epsilon) else epsilon:.2f}",
+                f"{self.env_steps:,} steps, {sum(self.living('agent', 'env_steps_per_s')):,.0f}/s, "
+                f"exploration {epsilon:.2f}",
             ),
             (
                 "learner",
                 f"{self.total('learner', 'updates'):,.0f} updates, "
-                f"{self.total('learner', 'updates_per_s'):,.0f}/s, "
-                f"{self.total('learner', 'samples_per_s'):,.0f} samples/s",
+                f"{sum(self.living('learner', 'updates_per_s')):,.0f}/s, "
+                f"{sum(self.living('learner', 'samples_per_s')):,.0f} samples/s",
             ),
-            ("window", f"{self.total('replay', 'window_steps'):,.0f} steps"),
+            ("window", f"{sum(self.living('replay', 'window_steps')):,.0f} steps"),
             (
                 "staleness",
                 "none yet" if math.isnan(staleness) else f"{staleness:.0f} versions behind, mean",

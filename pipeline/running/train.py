@@ -7,7 +7,6 @@ started again on its files.
 
 import contextlib
 import itertools
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -201,9 +200,9 @@ class Run:
 
     def _read_members(self) -> None:
         members = self._storage.members(self._name)
-        for member, fields in members.items():
-            self._progress.waiting[member] = fields.get("waiting", "")
-        self._progress.forget_gone(set(members))
+        self._progress.waiting = {
+            member: fields.get("waiting", "") for member, fields in members.items()
+        }
         shards = self._configuration.experiment.shards
         totals = account_totals(self._storage, self._name, shards)
         self._progress.env_steps = totals["env_steps"]
@@ -255,8 +254,7 @@ class Run:
 
     def _summary(self, ending: _Ending, totals: dict[str, int]) -> Summary:
         progress = self._progress
-        updates = progress.most("learner", "updates")
-        updates = 0.0 if math.isnan(updates) else updates
+        updates = progress.total("learner", "updates")
         samples = updates * self._configuration.learner.batch_size
         env_steps = totals.get("env_steps", 0)
         return Summary(
