@@ -15,7 +15,7 @@ from algorithms.catalog import load_algorithm
 from pipeline.acting.environment import make_environment
 from pipeline.acting.frame_stacker import FrameStacker
 from pipeline.acting.segmenter import CutEntry, Segmenter
-from pipeline.acting.sender import Sender
+from pipeline.acting.sender import UNKNOWN_EXPERIMENT, Sender
 from pipeline.acting.vector_environment import StepResult
 from pipeline.acting.vector_step import VectorStep
 from pipeline.configuration import Configuration
@@ -100,7 +100,8 @@ class AgentRole:
         self._rate_since = (time.monotonic(), 0)
         self._exploration = 0.0
         self.finished = False
-        """Another process took this agent's id over, or the experiment is gone."""
+        self.experiment_gone = False
+        """The experiment was deleted, or another stands in its place: join it as a newcomer."""
 
         self._sender = Sender(
             storage, experiment, shard, agent_id, incarnation, configuration.agent
@@ -121,6 +122,7 @@ class AgentRole:
         self._sender.raise_error()
         if self._sender.ended:
             self.finished = True
+            self.experiment_gone = self._sender.ended == UNKNOWN_EXPERIMENT
             logger.warning("leaving", reason=self._sender.ended)
             return False
         if not self._ready():

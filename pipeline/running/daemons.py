@@ -60,18 +60,22 @@ def agent_daemon(redis: str, experiment: str, *, name: str | None, learner: str 
     """Step environments and write segments, until stopped. Returns the exit code."""
     agent_id = checked_member("agent", name or f"{_host()}-{os.getpid()}")
     with _process(f"agent-{agent_id}", redis, experiment) as here:
-        joined, configuration = _wait_for_learner(here, learner)
         member_id = f"agent-{agent_id}"
-        _wait(
-            here.stop,
-            lambda: None if member_id in here.storage.members(experiment) else True,
-            f"the agent {agent_id!r} that lives already to be gone",
-        )
-        _use_threads(configuration.agent.threads)
-        from pipeline.acting.agent import AgentRole
+        while True:
+            joined, configuration = _wait_for_learner(here, learner)
+            _wait(
+                here.stop,
+                lambda: None if member_id in here.storage.members(experiment) else True,
+                f"the agent {agent_id!r} that lives already to be gone",
+            )
+            _use_threads(configuration.agent.threads)
+            from pipeline.acting.agent import AgentRole
 
-        role = AgentRole(here.storage, joined, configuration, agent_id)
-        return _run(here, role, "agent", member_id)
+            role = AgentRole(here.storage, joined, configuration, agent_id)
+            code = _run(here, role, "agent", member_id)
+            if not role.experiment_gone or here.stop:
+                return code
+            logger.warning("the experiment is gone: joining again as a newcomer")
 
 
 def replay_daemon(redis: str, experiment: str, *, learner: str | None) -> int:

@@ -4,10 +4,11 @@ Guarantees: lines that the server cannot take in time are forgotten, oldest firs
 waits for the network.
 """
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -41,6 +42,20 @@ class PendingLines:
         return taken
 
 
+class Console:
+    """stderr, whatever it is at the moment (a live display replaces it). A full disk loses lines of
+    a log, not the process that wrote them."""
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure(process: str) -> PendingLines:
     """Send this process's messages to stderr; `process` names it in the lines that go to Redis."""
     pending = PendingLines(process)
@@ -57,6 +72,6 @@ def configure(process: str) -> PendingLines:
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(20),  # info and worse
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, Console())),
     )
     return pending

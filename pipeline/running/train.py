@@ -93,6 +93,7 @@ class Run:
             folder / "logs", configuration.run.restarts, {"OMP_NUM_THREADS": "1"}
         )
         self._wall_s = 0.0
+        self._disk_refuses = False
         self._metrics_file = folder / "metrics.jsonl"
         self._metrics_file.touch()
 
@@ -185,18 +186,29 @@ class Run:
     def _read_metrics(self) -> None:
         while True:
             records = self._storage.read_metrics(self._name, self._cursor, 500)
-            with self._metrics_file.open("ab") as file:
-                for cursor, data in records:
-                    self._cursor = cursor
-                    try:
-                        record = decode_record(data)
-                    except DamagedError as error:
-                        logger.warning("metrics record left out", error=str(error))
-                        continue
-                    if self._progress.take(record):
-                        file.write(data + b"\n")
+            new = []
+            for cursor, data in records:
+                self._cursor = cursor
+                try:
+                    record = decode_record(data)
+                except DamagedError as error:
+                    logger.warning("metrics record left out", error=str(error))
+                    continue
+                if self._progress.take(record):
+                    new.append(data + b"\n")
+            self._keep(b"".join(new))
             if len(records) < 500:
                 return
+
+    def _keep(self, lines: bytes) -> None:
+        """A disk that refuses costs the run its curves, no more; that is said once."""
+        try:
+            with self._metrics_file.open("ab") as file:
+                file.write(lines)
+        except OSError as error:
+            if not self._disk_refuses:
+                logger.warning("metrics not kept", file=str(self._metrics_file), error=str(error))
+            self._disk_refuses = True
 
     def _read_members(self) -> None:
         members = self._storage.members(self._name)
