@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -26,16 +26,22 @@ IDLE_CHECK_S = 15.0
 _PASSING = ("LOADING", "MISCONF", "READONLY", "MASTERDOWN", "BUSY ", "NOREPLICAS", "TRYAGAIN")
 _REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED")
 
+_URL_OPTION = re.compile(r"db|username|password|client_name")
+_TLS_OPTION = re.compile(r"ssl_\w+")
+_SECRET_OPTION = re.compile(r"(?<=[?&])(password|ssl_password)=[^&]*")
+
 
 class OutOfMemoryError(UnavailableError):
     """The server is at its `maxmemory` and refuses to write until something is dropped."""
 
 
 def connect(url: str) -> redis.Redis:
-    """A client of `url`; nothing is sent yet. Raises UnsuitableServerError for what is no URL."""
+    """A client of `url`; nothing is sent yet. Raises UnsuitableServerError for what is no URL, and
+    for options that would change what this program reads or how long it waits."""
     options: dict[str, Any] = {"socket_keepalive": True} if not url.startswith("unix:") else {}
     try:
-        return redis.Redis.from_url(
+        _refuse_options(url)
+        client = redis.Redis.from_url(
             url,
             protocol=2,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
@@ -46,18 +52,58 @@ def connect(url: str) -> redis.Redis:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             **options,
         )
-    except ValueError as error:
-        raise UnsuitableServerError(f"server URL {shown_url(url)!r}: {error}") from None
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # says now which TLS options do not exist
+    except (ValueError, TypeError, redis.RedisError) as error:
+        raise UnsuitableServerError(f"server URL {shown_url(url)!r}: {_why(error)}") from None
+    return client
+
+
+def _refuse_options(url: str) -> None:
+    """Raise ValueError for a URL option that is not the server's address, name or certificate.
+
+    The client takes any of its own settings from a URL, and lets them win over the caller's.
+    """
+    parts = urlsplit(url)
+    for name in parse_qs(parts.query, keep_blank_values=True):
+        if name == "decode_responses":
+            raise ValueError(
+                "option 'decode_responses' makes text of what is binary here, such as frames; "
+                "remove it"
+            )
+        if not (
+            _URL_OPTION.fullmatch(name)
+            or (parts.scheme == "rediss" and _TLS_OPTION.fullmatch(name))
+        ):
+            raise ValueError(
+                f"option {name!r} is not settable here; there are: client_name, db, password, "
+                "username, and ssl_… for rediss://"
+            )
+    database = unquote(parts.path).strip("/")
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ValueError(
+            f"database {database!r} should be a number, such as in redis://HOST:6379/0"
+        )
+    _ = parts.port  # raises ValueError for what is no number
+
+
+def _why(error: Exception) -> str:
+    """The client's words quote the URL where they say that a port is no number."""
+    if "Port " in str(error):
+        return (
+            "its port is not a number of at most 65535; in a password, '/', '#', '?' and '@' are "
+            "written %2F, %23, %3F and %40"
+        )
+    return _first_line(error)
 
 
 def shown_url(url: str) -> str:
-    """The URL for people: without password."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{name}:***@{host}"))
+    """The URL for people: without password, however badly it is written."""
+    scheme, separator, rest = _SECRET_OPTION.sub(r"\1=***", url).partition("://")
+    credentials, at, place = rest.rpartition("@")
+    if not at or rest.startswith("/"):
+        return scheme + separator + rest
+    return f"{scheme}{separator}{credentials.partition(':')[0]}:***@{place}"
 
 
 @contextlib.contextmanager

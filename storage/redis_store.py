@@ -300,7 +300,12 @@ class RedisStore:
             "data": entry.data,
         }
         with self._errors():
-            self._client.xadd(keys.quarantine(experiment, shard), fields, maxlen=MOST_QUARANTINED)
+            self._client.xadd(
+                keys.quarantine(experiment, shard),
+                fields,
+                maxlen=MOST_QUARANTINED,
+                approximate=False,
+            )
 
     # ------------------------------------------------------------------ readers of a shard
 
@@ -502,7 +507,7 @@ class RedisStore:
 
     def _append(self, name: str, field: str, value: bytes, most: int) -> None:
         with self._errors():
-            self._client.xadd(name, {field: value}, maxlen=most, approximate=True)
+            self._client.xadd(name, {field: value}, maxlen=most, approximate=False)
 
     # ------------------------------------------------------------------ insight
 

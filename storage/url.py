@@ -6,7 +6,6 @@ schemes by the entry-point group `redreel.storage`: a function from URL to `Stor
 
 from importlib.metadata import entry_points
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from storage.connection import connect, shown_url
 from storage.errors import UnsuitableServerError
@@ -23,7 +22,7 @@ def open_storage(url: str) -> Storage:
 
     Raises UnsuitableServerError for any other URL; the server itself is not asked yet.
     """
-    scheme = urlsplit(url).scheme
+    scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in SERVERS:
         return RedisStore(connect(url), shown_url(url))
     if scheme == "embedded":

@@ -12,6 +12,7 @@ from typing import Any
 
 import rich_click as click
 
+click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"  # paragraphs stay apart
 USAGE_ERROR = 2
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EXAMPLES = {
