@@ -32,6 +32,7 @@ class ShardAudit:
     problems: list[str] = field(default_factory=list)
     account: Counter[str] = field(default_factory=Counter)
     live: int = 0
+    moving: bool = False
     frames: int = 0
     dangling: list[str] = field(default_factory=list)
     orphaned: list[str] = field(default_factory=list)
@@ -56,6 +57,7 @@ def audit(client: Any, scripts: Scripts, experiment: str) -> AuditReport:
         dropped=account["dropped_entries"],
         live=sum(one.live for one in found),
         steps=account["steps"],
+        moving=any(one.moving for one in found),
         frames=sum(one.frames for one in found),
         frames_written=account["frames_written"],
         frames_deduplicated=account["frames_deduplicated"],
@@ -77,10 +79,16 @@ def _audit_shard(client: Any, scripts: Scripts, experiment: str, shard: int) -> 
     _check_frames(scripts, experiment, found, named, frames)
     found.account.update({name: _integer(after, name) for name in COUNTERS})
     found.frames = len(frames)
-    found.live = stream["entries"]
+    found.live = _integer(after, "length")
+    found.moving = not still
     found.problems += [f"shard {shard}: {problem}" for problem in chain_problems]
     if still:  # else the sums belong to different moments
         found.problems += [f"shard {shard}: {line}" for line in _sums(after, stream, frames)]
+    elif _integer(after, "entry") - _integer(after, "dropped_entries") != found.live:
+        found.problems.append(
+            f"shard {shard}: {_integer(after, 'entry')} entries written, "
+            f"{_integer(after, 'dropped_entries')} dropped, but {found.live} are live"
+        )
     for broken, meaning in (
         (found.dangling, "named by a live entry and not there"),
         (found.orphaned, "there and named by no live entry"),
@@ -110,11 +118,16 @@ COUNTERS = (
 
 
 def _state(client: Any, experiment: str, shard: int) -> dict[str, str]:
-    values = client.hmget(keys.state(experiment, shard), *COUNTERS, "nonce")
-    return {
+    """The account and, of the same moment, how many entries the stream holds."""
+    moment = client.pipeline(transaction=True)
+    moment.hmget(keys.state(experiment, shard), *COUNTERS, "nonce")
+    moment.xlen(keys.segments(experiment, shard))
+    values, length = moment.execute()
+    state = {
         name: (value or b"").decode()
         for name, value in zip((*COUNTERS, "nonce"), values, strict=True)
     }
+    return state | {"length": str(length)}
 
 
 def _integer(state: dict[str, str], name: str) -> int:

@@ -185,6 +185,8 @@ class AuditReport:
     """Frames that a live entry names and that are not there."""
     orphaned: tuple[str, ...] = ()
     """Frames that no live entry names."""
+    moving: bool = False
+    """Entries were written or dropped meanwhile: sums over what is live were not compared."""
     dropped_by_reason: Mapping[str, int] = field(default_factory=dict)
 
 
