@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -55,7 +55,9 @@ def connect(url: str) -> redis.Redis:
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # says now which TLS options do not exist
     except (ValueError, TypeError, redis.RedisError) as error:
-        raise UnsuitableServerError(f"server URL {shown_url(url)!r}: {_why(error)}") from None
+        raise UnsuitableServerError(
+            f"server URL {shown_url(url)!r}: {_first_line(error)}"
+        ) from None
     return client
 
 
@@ -65,6 +67,12 @@ def _refuse_options(url: str) -> None:
     The client takes any of its own settings from a URL, and lets them win over the caller's.
     """
     parts = urlsplit(url)
+    behind = "" if parts.scheme == "unix" else parts.path + parts.query + parts.fragment
+    if "@" in behind or _has_no_port(parts):  # nothing of it may be quoted: it may be a password
+        raise ValueError(
+            "its port is not a number of at most 65535; in a password, '/', '#', '?' and '@' are "
+            "written %2F, %23, %3F and %40"
+        )
     for name in parse_qs(parts.query, keep_blank_values=True):
         if name == "decode_responses":
             raise ValueError(
@@ -84,17 +92,15 @@ def _refuse_options(url: str) -> None:
         raise ValueError(
             f"database {database!r} should be a number, such as in redis://HOST:6379/0"
         )
-    _ = parts.port  # raises ValueError for what is no number
 
 
-def _why(error: Exception) -> str:
-    """The client's words quote the URL where they say that a port is no number."""
-    if "Port " in str(error):
-        return (
-            "its port is not a number of at most 65535; in a password, '/', '#', '?' and '@' are "
-            "written %2F, %23, %3F and %40"
-        )
-    return _first_line(error)
+def _has_no_port(parts: SplitResult) -> bool:
+    """Whether something that is no port stands where one should be."""
+    try:
+        _ = parts.port
+    except ValueError:
+        return True
+    return False
 
 
 def shown_url(url: str) -> str:
