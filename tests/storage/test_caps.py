@@ -4,7 +4,7 @@ import pytest
 
 from storage import keys, redis_store
 from storage.protocol import StoredEntry
-from storage.redis_store import MOST_LOG_LINES, MOST_METRICS, MOST_QUARANTINED, RedisStore
+from storage.redis_store import MOST_QUARANTINED, RedisStore
 from tests.storage.entries import CREATION, EXPERIMENT, create, entry
 
 SMALL = 37
@@ -48,9 +48,3 @@ def test_quarantine_keeps_the_newest_and_no_more(real_storage: RedisStore) -> No
         f"reason {number}" for number in range(60, MOST_QUARANTINED + 60)
     ]
     assert len(real_storage.read(EXPERIMENT, {0: 0}, 10, 0)) == 1
-
-
-def test_full_streams_of_usual_records_stay_within_a_few_megabytes() -> None:
-    usual_record_bytes, usual_line_bytes = 500, 200
-    assert MOST_METRICS * usual_record_bytes <= 10 << 20
-    assert MOST_LOG_LINES * usual_line_bytes <= 2 << 20
